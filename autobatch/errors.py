@@ -1,16 +1,21 @@
 """Every error raised on purpose, drawn as a tree.
 
-    AutobatchError                 one clear line: what was asked, what is so, what to do   (exit 1)
-    |-- UsageError                 an option or name that cannot be                         (exit 2)
-    |-- WorkloadError              the workload cannot be loaded or breaks its contract
-    |   `-- UserCodeError          the user's code raised; carries their own traceback
-    |-- DeviceError                the device is absent, hung, or cannot do what was asked
-    |-- NothingFits                not even a micro-batch of one                            (exit 3)
-    |-- FileFormatError            a profile or plan that cannot be read
-    `-- Stopped                    interrupted; what was found so far is saved              (exit 130)
+AutobatchError                 one clear line: what was asked, what is so, what to do   (exit 1)
+|-- UsageError                 an option or name that cannot be                         (exit 2)
+|-- WorkloadError              the workload cannot be loaded or breaks its contract
+|   `-- UserCodeError          the user's code raised; carries their own traceback
+|-- DeviceError                the device is absent, hung, or cannot do what was asked
+|-- NothingFits                not even a micro-batch of one                            (exit 3)
+|-- FileFormatError            a profile or plan that cannot be read
+`-- Stopped                    interrupted; what was found so far is saved              (exit 130)
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from autobatch.records import Plan
 
 
 class AutobatchError(Exception):
@@ -58,6 +63,13 @@ class FileFormatError(AutobatchError):
 
 
 class Stopped(AutobatchError):
-    """The run was interrupted; what was found so far is saved and the message says where."""
+    """The run was interrupted; what was found so far is saved and the message says where.
+
+    `plan` is the best plan that the readings so far allow, or None.
+    """
 
     exit_code = 130
+
+    def __init__(self, message: str, plan: Plan | None = None) -> None:
+        super().__init__(message)
+        self.plan = plan

@@ -133,6 +133,16 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """The times of a micro-batch below the ceiling, taken to bracket the fastest size."""
+
+    checkpointing: Checkpointing
+    micro_batch: int
+    micro_step_seconds: tuple[float, ...]
+    optimizer_step_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
     """How a target is cut: replicas, and the micro-batch sizes of one optimizer step on one replica."""
 
@@ -217,6 +227,7 @@ class Profile:
     predicted: bool = False
     complete: bool = False  # False: the run was stopped before its decision
     probe: tuple[Probe, ...] = ()
+    timings: tuple[Timing, ...] = ()
     measurements: tuple[Measurement, ...] = ()
     confirmation: Confirmation | None = None
     noise: float = 0.0  # relative standard deviation of one micro-step's time
@@ -257,3 +268,8 @@ class Plan:
     gain: Gain | None
     reached: float | None  # share of the infinite-memory bound N * beta + gamma
     profile: Profile
+
+    @property
+    def micro_batches(self) -> tuple[int, ...]:
+        """The sizes of one optimizer step on one replica."""
+        return self.chosen.candidate.split.micro_batches

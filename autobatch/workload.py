@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
+import importlib
+import importlib.util
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from autobatch.errors import UsageError, WorkloadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from types import ModuleType
 
     import torch
     from torch import nn
@@ -50,7 +56,7 @@ class Workload:
         optimizer: Optimizer,
         loss: Callable[[Any, Any], torch.Tensor],
         batch: Callable[[int], Any],
-        **options: Any,  # noqa: ANN401 -- the other fields of Workload, passed on
+        **options: Any,
     ) -> Workload:
         """Wrap live objects for an embedded tune.
 
@@ -67,5 +73,51 @@ class Workload:
             **(defaults | options),
         )
 
-    def renamed(self, name: str) -> Workload:
-        return dataclasses.replace(self, name=name)
+
+def load_workload(reference: str, *, device_kind: str) -> Workload:
+    """Load "FILE.py:NAME", "package.module:NAME" or an embedded name ("gpt" is the size that suits the device).
+
+    NAME is a Workload, or a function without arguments that returns one. What the module raises comes through.
+
+    Raises UsageError when there is no such file, module, name or embedded workload, and WorkloadError when NAME is
+    something else.
+    """
+    place, separator, name = reference.rpartition(":")
+    if not separator:
+        from autobatch.workloads import load_embedded
+
+        return load_embedded(reference, device_kind)
+    module = _load_file(reference, Path(place)) if place.endswith(".py") else _load_module(reference, place)
+    if not hasattr(module, name):
+        raise UsageError(f"workload {reference!r} asked; {place} has no {name!r}; name a Workload in it")
+    found = getattr(module, name)
+    workload = found if isinstance(found, Workload) or not callable(found) else found()
+    if not isinstance(workload, Workload):
+        raise WorkloadError(
+            f"workload {reference!r} asked; it is a {type(workload).__name__}; "
+            "it has to be an autobatch.Workload or a function that returns one"
+        )
+    return workload
+
+
+def _load_file(reference: str, path: Path) -> ModuleType:
+    """Import a file as a module of its own name, with its folder importable as when it is run as a script."""
+    if not path.is_file():
+        raise UsageError(f"workload {reference!r} asked; there is no file {path}; give FILE.py:NAME")
+    sys.path.insert(0, str(path.parent.resolve()))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _load_module(reference: str, place: str) -> ModuleType:
+    sys.path.insert(0, str(Path.cwd()))
+    if importlib.util.find_spec(place.partition(".")[0]) is None:
+        raise UsageError(
+            f"workload {reference!r} asked; there is no module {place!r} here; give FILE.py:NAME or module:NAME"
+        )
+    return importlib.import_module(place)

@@ -32,9 +32,7 @@ class Device(Protocol):
     @property
     def info(self) -> DeviceInfo: ...
 
-    def open(
-        self, workload: Workload | str, *, budget_bytes: int, seed: int
-    ) -> AbstractContextManager[Session]:
+    def open(self, workload: Workload | str, *, budget_bytes: int, seed: int) -> AbstractContextManager[Session]:
         """Open a workload (an object, or a reference such as "train.py:workload") under a memory budget.
 
         Raises WorkloadError when it cannot be loaded or breaks its contract.
