@@ -228,5 +228,7 @@ def _confirm(run: Run) -> None:
     models = step_time_models(profile.probe, profile.timings)
     expected = sum(models[c.checkpointing].step_seconds(c.split) for c in (chosen, rival))
     run.update(
-        confirmation=confirm(run, chosen, rival, expected_seconds=expected, noise=profile.noise, budget=run.budget)
+        confirmation=confirm(
+            run, chosen, rival, profile.probe, expected_seconds=expected, noise=profile.noise, budget=run.budget
+        )
     )

@@ -37,9 +37,10 @@ def choose(profile: Profile) -> Plan:
     chosen = decide(raced, profile.noise)
     confirmation = profile.confirmation
     if confirmation and confirmation.chosen == chosen.candidate and _refuted(confirmation, profile.noise):
-        chosen = next(m for m in raced if m.candidate == confirmation.rival)
+        chosen = confirmation.rival
     gain = _gain(confirmation, chosen.candidate, profile.noise)
-    rated = {m.candidate: _rate(m, profile) for m in profile.measurements}
+    confirmed = [confirmation.rival] if confirmation else []
+    rated = {m.candidate: _rate(m, profile) for m in (*confirmed, *profile.measurements)}
     return Plan(
         target=profile.settings.target,
         chosen=rated[chosen.candidate],
@@ -107,7 +108,7 @@ def _refuted(confirmation: Confirmation, noise: float) -> bool:
 
 
 def _confirmed_ratios(confirmation: Confirmation) -> list[float]:
-    return log_ratios(confirmation.rival_seconds, confirmation.chosen_seconds)
+    return log_ratios(confirmation.rival.step_seconds, confirmation.chosen_seconds)
 
 
 def _gain(confirmation: Confirmation | None, chosen: Candidate, noise: float) -> Gain | None:
@@ -116,7 +117,7 @@ def _gain(confirmation: Confirmation | None, chosen: Candidate, noise: float) ->
     ratios = _confirmed_ratios(confirmation)
     low, high = log_interval(ratios, noise * math.sqrt(2))
     return Gain(
-        over=confirmation.rival,
+        over=confirmation.rival.candidate,
         ratio=math.exp(location(ratios)),
         interval=(math.exp(low), math.exp(high)),
     )
@@ -164,12 +165,12 @@ def _reasons(profile: Profile, chosen: Measurement, raced: Sequence[Measurement]
 
 def _why_chosen(profile: Profile, chosen: Measurement, raced: Sequence[Measurement]) -> str:
     leader = min(raced, key=lambda m: location(_paired(m, raced[0])))
+    if profile.confirmation and profile.confirmation.rival is chosen:
+        return "whole optimizer steps showed it faster than the winner of the race"
     if len(raced) == 1:
         return "the only candidate that could be the best"
     if leader is chosen:
         return f"the fastest of {len(raced)} raced"
-    if profile.confirmation and profile.confirmation.rival == chosen.candidate:
-        return "whole optimizer steps showed it faster than the winner of the race"
     percent = 100 * (math.exp(location(_paired(chosen, leader))) - 1)
     return f"within 1 % of the fastest raced ({described(leader.candidate)}; {percent:+.1f} % time), with less memory"
 

@@ -194,9 +194,8 @@ class Confirmation:
     """Whole optimizer steps of the winner against a rival, in ABBA order."""
 
     chosen: Candidate
-    rival: Candidate
     chosen_seconds: tuple[float, ...]
-    rival_seconds: tuple[float, ...]
+    rival: Measurement  # its step_seconds are whole steps, run in turn with the chosen one's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -192,13 +192,19 @@ class _Lane:
 
     @property
     def measurement(self) -> Measurement:
-        return Measurement(
-            candidate=self.candidate,
-            step_seconds=tuple(self.step_seconds),
-            peak_allocated_bytes=self.peak.peak_allocated_bytes if self.peak else None,
-            peak_reserved_bytes=self.peak.peak_reserved_bytes if self.peak else None,
-            why_not=self.why_not,
-        )
+        return _measurement(self.candidate, self.step_seconds, self.peak, why_not=self.why_not)
+
+
+def _measurement(
+    candidate: Candidate, step_seconds: Sequence[float], peak: Attempt | Reading | None, *, why_not: str | None = None
+) -> Measurement:
+    return Measurement(
+        candidate=candidate,
+        step_seconds=tuple(step_seconds),
+        peak_allocated_bytes=peak.peak_allocated_bytes if peak else None,
+        peak_reserved_bytes=peak.peak_reserved_bytes if peak else None,
+        why_not=why_not,
+    )
 
 
 def sampled(split: Split, largest: int) -> tuple[int, ...]:
@@ -351,6 +357,7 @@ def confirm(
     session: Session,
     chosen: Candidate,
     rival: Candidate,
+    probes: Sequence[Probe],
     *,
     expected_seconds: float,
     noise: float,
@@ -358,26 +365,33 @@ def confirm(
 ) -> Confirmation | None:
     """Whole optimizer steps of the winner (A) and a rival (B) in ABBA order, once, or twice above 1 % noise.
 
-    `expected_seconds` is one step of each. None when there is no time for a round, or one could not be run.
+    `expected_seconds` is one step of each. The rival's peak is read too, unless the probe did so. None when there is
+    no time for a round, or one could not be run.
     """
+    peak: Attempt | Reading | None = _known_peak(rival, probes)
     seconds: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(2 if noise > 0.01 else 1):
         if 2 * expected_seconds > budget.remaining_seconds:
             break
         for is_chosen in CONFIRM_ORDER:
-            outcome = _whole_step(session, chosen if is_chosen else rival)
+            outcome = _whole_step(session, chosen if is_chosen else rival, read_memory=not (is_chosen or peak))
             if not isinstance(outcome, Reading):
                 return None
+            peak = peak or (None if is_chosen else outcome)
             seconds[is_chosen].append(sum(outcome.micro_step_seconds) + outcome.optimizer_step_seconds)
     if not seconds[True]:
         return None
     return Confirmation(
-        chosen=chosen,
-        rival=rival,
-        chosen_seconds=tuple(seconds[True]),
-        rival_seconds=tuple(seconds[False]),
+        chosen=chosen, chosen_seconds=tuple(seconds[True]), rival=_measurement(rival, seconds[False], peak)
     )
 
 
-def _whole_step(session: Session, candidate: Candidate) -> Outcome:
-    return session.visit(Visit(checkpointing=candidate.checkpointing, micro_batches=candidate.split.micro_batches))
+def _whole_step(session: Session, candidate: Candidate, *, read_memory: bool) -> Outcome:
+    split = candidate.split
+    return session.visit(
+        Visit(
+            checkpointing=candidate.checkpointing,
+            micro_batches=split.micro_batches,
+            memory_accumulation=min(2, split.accumulation) if read_memory else 0,
+        )
+    )

@@ -148,9 +148,7 @@ def relative_noise(repeats: Iterable[Sequence[float]]) -> float:
     The median of the absolute log ratios of successive repeats, scaled for a normal distribution
     (median |x - y| = 0.6745 * sqrt(2) * sigma); robust against outliers. 0.01 when nothing was repeated.
     """
-    ratios = [
-        abs(math.log(later / earlier)) for group in repeats for earlier, later in pairwise(group)
-    ]
+    ratios = [abs(math.log(later / earlier)) for group in repeats for earlier, later in pairwise(group)]
     return float(np.median(ratios)) / (0.6745 * math.sqrt(2)) if ratios else 0.01
 
 

@@ -20,9 +20,7 @@ def candidate(micro_batch, *, target=256, checkpointing="none"):
 
 
 def probe(machine, mode="none"):
-    return find_ceiling(
-        machine, mode, bound=256, bounded_by="target", budget_bytes=BUDGET, samples_per_replica=256
-    )
+    return find_ceiling(machine, mode, bound=256, bounded_by="target", budget_bytes=BUDGET, samples_per_replica=256)
 
 
 def bracketed(machine, sizes, **options):
@@ -113,7 +111,9 @@ def test_the_race_prunes_what_is_surely_slower_and_keeps_its_blocks():
 
 
 def test_the_race_is_the_same_for_the_same_seed():
-    first, second = (run_race(Machine(noise=0.02, seed=3), [candidate(64), candidate(32)], noise=0.02) for _ in range(2))
+    first, second = (
+        run_race(Machine(noise=0.02, seed=3), [candidate(64), candidate(32)], noise=0.02) for _ in range(2)
+    )
     assert first == second
 
 
@@ -163,16 +163,17 @@ def test_visits_shrink_when_seconds_are_short():
 def test_the_confirmation_runs_whole_steps_in_abba_order():
     machine = Machine()
     found = confirm(
-        machine, candidate(64), candidate(32), expected_seconds=1, noise=0.005, budget=TimeBudget(FOREVER)
+        machine, candidate(64), candidate(32), [], expected_seconds=1, noise=0.005, budget=TimeBudget(FOREVER)
     )
     assert [v.micro_batches[0] for v in machine.visits] == [64, 32, 32, 64]
     assert all(sum(v.micro_batches) == 256 for v in machine.visits)
-    assert len(found.chosen_seconds) == len(found.rival_seconds) == 2
+    assert len(found.chosen_seconds) == len(found.rival.step_seconds) == 2
+    assert found.rival.peak_allocated_bytes == machine.peak("none", 32)
 
 
 def test_a_noisy_machine_is_confirmed_twice_and_a_hurried_one_not_at_all():
     machine = Machine()
     options = {"expected_seconds": 1}
-    twice = confirm(machine, candidate(64), candidate(32), noise=0.02, budget=TimeBudget(FOREVER), **options)
+    twice = confirm(machine, candidate(64), candidate(32), [], noise=0.02, budget=TimeBudget(FOREVER), **options)
     assert len(twice.chosen_seconds) == 4
-    assert confirm(machine, candidate(64), candidate(32), noise=0.02, budget=TimeBudget(1), **options) is None
+    assert confirm(machine, candidate(64), candidate(32), [], noise=0.02, budget=TimeBudget(1), **options) is None

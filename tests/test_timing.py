@@ -60,7 +60,9 @@ def test_noise_is_recovered_from_repeats(sigma, seed):
 
 def test_noise_is_not_inflated_by_outliers():
     noise = random.Random(0)
-    groups = [[math.exp(noise.gauss(0, 0.01)) * (1.2 if noise.random() < 0.03 else 1) for _ in range(2)] for _ in range(400)]
+    groups = [
+        [math.exp(noise.gauss(0, 0.01)) * (1.2 if noise.random() < 0.03 else 1) for _ in range(2)] for _ in range(400)
+    ]
     assert relative_noise(groups) == pytest.approx(0.01, rel=0.2)
 
 

@@ -14,6 +14,7 @@ OUT_OF_MEMORY_MESSAGES = (
     "DefaultCPUAllocator: not enough memory",
     "could not create a primitive",  # oneDNN, when its scratchpad does not fit
 )
+INVALID_SIZE_MESSAGES = ("Expected more than 1 value per channel when training",)  # BatchNorm, one sample
 
 
 def rejection_kind(error: BaseException) -> RejectionKind | None:
@@ -22,4 +23,6 @@ def rejection_kind(error: BaseException) -> RejectionKind | None:
         return "out of memory"
     if isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY_MESSAGES):
         return "out of memory"
+    if isinstance(error, ValueError) and any(text in str(error) for text in INVALID_SIZE_MESSAGES):
+        return "size limit"
     return None

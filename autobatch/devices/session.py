@@ -85,7 +85,7 @@ class TorchSession:
         start = perf_counter()
         try:
             return self._run(visit, start)
-        except (RuntimeError, MemoryError) as error:
+        except (RuntimeError, MemoryError, ValueError) as error:
             kind = rejection_kind(error)
             if kind is None:
                 raise

@@ -51,6 +51,7 @@ def worker_session(order: Order, *, visit_limit_seconds: float) -> Iterator[Work
     """Open a workload in a worker process; the process and all it started end with the context."""
     session = WorkerSession(order, visit_limit_seconds=visit_limit_seconds)
     try:
+        session.start()
         yield session
     finally:
         session.kill()
@@ -64,9 +65,12 @@ class WorkerSession:
         self._visit_limit_seconds = visit_limit_seconds
         self._losses: dict[Visit, int] = {}
         self._process: subprocess.Popen[bytes] | None = None
-        self._start()
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start a worker and have it open the workload.
+
+        Raises what opening raised there, and DeviceError when the worker is lost over it.
+        """
         ours, theirs = socket.socketpair()
         self._connection = Connection(ours.detach())
         with theirs:
@@ -102,7 +106,7 @@ class WorkerSession:
                 f"a micro-batch of {max(visit.micro_batches)} was asked of the worker; it {answer.how}; "
                 "run the training step by itself to see why"
             )
-        self._start()
+        self.start()
         return Rejection(kind=answer.kind, message=f"the worker {answer.how}", seconds=seconds)
 
     def _ask(self, question: Order | Visit, limit_seconds: float) -> Any:
