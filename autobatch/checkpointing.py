@@ -1,15 +1,27 @@
-"""Applying activation checkpointing to any nn.Module, and undoing it: none, selective, full (GPU.md)."""
+"""Activation checkpointing, none / selective / full, put on the blocks of any live nn.Module and taken off again.
+
+`full` keeps a block's inputs and runs the block again in backward. `selective` also keeps the results of matrix
+products, convolutions and attention, so that only the cheap operations between them run again. Gradients and buffers
+come out as without checkpointing: the random streams and the buffers that a block's forward changes (BatchNorm's
+running statistics) are set back for the second run, and that run's changes to them are dropped.
+
+Known limitations: what a forward changes in Python attributes, or in buffers that its first call leaves alone, is
+changed twice; a block that fills a key-value cache must have the cache turned off.
+"""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from functools import partial, wraps
+from collections import deque
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.checkpoint import checkpoint
 
 from autobatch.errors import WorkloadError
 
@@ -19,95 +31,271 @@ if TYPE_CHECKING:
 
     from autobatch.records import Checkpointing
 
-_aten = torch.ops.aten
-KEPT_OPERATIONS = [
-    _aten.mm.default,
-    _aten.addmm.default,
-    _aten.bmm.default,
-    _aten.baddbmm.default,
-    _aten.convolution.default,
-    _aten._scaled_dot_product_flash_attention.default,  # noqa: SLF001 -- the names that torch gives these operators
-    _aten._scaled_dot_product_flash_attention_for_cpu.default,  # noqa: SLF001
-    _aten._scaled_dot_product_efficient_attention.default,  # noqa: SLF001
-    _aten._scaled_dot_product_cudnn_attention.default,  # noqa: SLF001
-]
-"""What `selective` keeps instead of computing it again: matrix products, convolutions and attention."""
+KEPT_OPERATIONS = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in (
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "linear",  # one operation on MPS; made of mm and addmm elsewhere
+        "convolution",
+        "_scaled_mm",
+        "_grouped_mm",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_fused_attention_overrideable",
+        "_scaled_dot_product_attention_math_for_mps",
+    )
+    if hasattr(torch.ops.aten, name)  # torch adds and renames the private ones
+)
+"""What `selective` keeps: costly to run again for the bytes of the result."""
+
+_WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """The model's repeated blocks: the longest ModuleList or Sequential whose modules are of one class.
+    """The repeated blocks of a model, in its order; empty where there are none.
 
-    Empty when there is none of at least two modules with parameters.
+    The longest ModuleList or Sequential of modules of one class, at least 2, says what a block is; the modules of
+    other containers of that same class alone are blocks too (the stages of a ResNet, encoder and decoder). Blocks
+    inside a block are left out. A mixture of more experts than layers has its experts found: name its layers in
+    `Workload.blocks`.
     """
-    containers = [m for m in model.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
-    alike = [list(c) for c in containers if len(c) >= 2 and len({type(module) for module in c}) == 1]
-    with_parameters = [blocks for blocks in alike if all(any(True for _ in b.parameters()) for b in blocks)]
-    return max(with_parameters, key=len, default=[])
+    rows = [row for module in model.modules() if (row := _row(module))]
+    longest = max(rows, key=len, default=[])
+    if len(longest) < 2:  # noqa: PLR2004 -- one module is no repetition
+        return []
+    kind = type(longest[0])
+    return _outermost(block for row in rows if type(row[0]) is kind for block in row)
 
 
 def refusal(model: nn.Module, mode: Checkpointing, blocks: Sequence[nn.Module] | None = None) -> str | None:
-    """Why a mode cannot be applied to a model; None when it can."""
-    if mode == "none" or blocks or find_blocks(model):
+    """Why the mode cannot be put on the model; None when it can. `blocks` None: found."""
+    if mode == "none" or blocks or (blocks is None and find_blocks(model)):
         return None
+    found = (
+        "has no ModuleList or Sequential of two or more modules of one class"
+        if blocks is None
+        else "names no blocks of its own"
+    )
     return (
-        f"no repeated blocks were found in {type(model).__name__} (a ModuleList or Sequential of one class); "
-        "name them with the workload's blocks="
+        f"checkpointing {mode!r} asked; {type(model).__name__} {found}; "
+        "name the modules to checkpoint in Workload.blocks"
     )
 
 
 @contextmanager
 def checkpointed(model: nn.Module, mode: Checkpointing, blocks: Sequence[nn.Module] | None = None) -> Iterator[None]:
-    """Checkpoint the blocks of a live model for as long as the context lasts.
+    """Checkpoint the model's blocks for as long as the context lasts; `blocks` None: found.
 
-    `full` computes each block's forward again in the backward pass; `selective` keeps what KEPT_OPERATIONS made. Both
-    are non-reentrant, give dropout the same random numbers again, and leave BatchNorm's running statistics to the first
-    computation. Raises WorkloadError when the model has no blocks.
+    Modules are left as they were. What ran inside may be taken backward after the context has ended.
+
+    Raises WorkloadError when there are no blocks to checkpoint.
     """
     if reason := refusal(model, mode, blocks):
-        raise WorkloadError(f"checkpointing {mode} asked; {reason}")
-    chosen = [] if mode == "none" else list(blocks or find_blocks(model))
-    for block in chosen:
-        block.forward = _checkpointing_forward(block, mode)
-    try:
+        raise WorkloadError(reason)
+    with ExitStack() as stack:
+        if mode != "none":
+            for block in dict.fromkeys(blocks or find_blocks(model)):
+                stack.enter_context(_forward_replaced(block, _CheckpointedForward(block, selective=mode == "selective")))
         yield
-    finally:
-        for block in chosen:
-            del block.forward
 
 
-def _checkpointing_forward(block: nn.Module, mode: Checkpointing) -> Callable[..., Any]:
-    forward = block.forward
-
-    @wraps(forward)
-    def again_in_backward(*args: Any, **kwargs: Any) -> Any:
-        if not (block.training and torch.is_grad_enabled()):
-            return forward(*args, **kwargs)
-        contexts = partial(_contexts, block, mode)
-        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
-
-    return again_in_backward
+def _row(module: nn.Module) -> list[nn.Module]:
+    """The modules of a container that holds one class of modules with a forward, else nothing."""
+    children = list(module) if isinstance(module, (nn.ModuleList, nn.Sequential)) else []
+    same = len({type(child) for child in children}) == 1 and not isinstance(children[0], _WITHOUT_FORWARD)
+    return children if same else []
 
 
-def _contexts(block: nn.Module, mode: Checkpointing) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    selective = partial(create_selective_checkpoint_contexts, KEPT_OPERATIONS)
-    first, again = selective() if mode == "selective" else noop_context_fn()
-    return first, _statistics_kept(block, again)
+def _outermost(blocks: Iterator[nn.Module]) -> list[nn.Module]:
+    unique = list(dict.fromkeys(blocks))
+    inner = {module for block in unique for module in block.modules() if module is not block}
+    return [block for block in unique if block not in inner]
 
 
 @contextmanager
-def _statistics_kept(block: nn.Module, inner: AbstractContextManager[Any]) -> Iterator[None]:
-    """Without updates of running statistics: computing a block again must not count its batch twice."""
-    tracking = [m for m in block.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    momenta = [m.momentum for m in tracking]
-    counts = [m.num_batches_tracked.clone() for m in tracking if m.num_batches_tracked is not None]
-    for module in tracking:
-        module.momentum = 0.0
+def _forward_replaced(block: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Shadow the class's forward in the instance, or an own forward that the instance already has."""
+    attributes = vars(block)
+    own = {"forward": attributes["forward"]} if "forward" in attributes else {}
+    attributes["forward"] = forward
     try:
-        with inner:
-            yield
+        yield
     finally:
-        for module, momentum in zip(tracking, momenta, strict=True):
-            module.momentum = momentum
-        counted = [m.num_batches_tracked for m in tracking if m.num_batches_tracked is not None]
-        for current, count in zip(counted, counts, strict=True):
-            current.copy_(count)
+        del attributes["forward"]
+        attributes.update(own)
+
+
+class _CheckpointedForward:
+    """A block's forward, checkpointed where a backward may follow: in training mode with gradients enabled."""
+
+    def __init__(self, block: nn.Module, *, selective: bool) -> None:
+        self._block = block
+        self._forward = block.forward
+        self._selective = selective
+        self._changing: list[_Buffer] | None = None  # buffers that a forward changes; None: no forward has run yet
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not (torch.is_grad_enabled() and self._block.training):
+            return self._forward(*args, **kwargs)
+        watched = _buffers(self._block) if self._changing is None else self._changing
+        before = [(buffer, buffer.get().detach().clone()) for buffer in watched]
+        if self._changing is not None:
+            return self._run(before, args, kwargs)
+        changed: list[tuple[_Buffer, Tensor]] = before.copy()
+        result = self._run(changed, args, kwargs)
+        changed[:] = [(buffer, value) for buffer, value in before if not torch.equal(buffer.get(), value)]
+        self._changing = [buffer for buffer, _ in changed]
+        return result
+
+    def _run(self, before: list[tuple[_Buffer, Tensor]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        kept = _Kept()
+        keeping, giving = (_Keeping(kept), _Giving(kept)) if self._selective else (nullcontext(), nullcontext())
+        result = checkpoint(
+            partial(self._forward, **kwargs),
+            *args,
+            use_reentrant=False,
+            context_fn=lambda: (keeping, _SecondRun(before, giving)),
+        )
+        kept.let_go_of(result)
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffer:
+    """Where a buffer lives: the module's slot, so that a value can stand in for the buffer itself."""
+
+    slots: dict[str, Tensor | None]
+    name: str
+
+    def get(self) -> Tensor:
+        tensor = self.slots[self.name]
+        assert tensor is not None
+        return tensor
+
+
+def _buffers(block: nn.Module) -> list[_Buffer]:
+    return [
+        _Buffer(module._buffers, name)  # noqa: SLF001 -- the slot itself; register_buffer would lose persistence
+        for module in block.modules()
+        for name, tensor in module._buffers.items()  # noqa: SLF001
+        if tensor is not None
+    ]
+
+
+class _SecondRun:
+    """Around the run in backward: copies of the buffers as the first run met them stand in for the buffers.
+
+    Stand-ins, since writing old values into the buffers would change tensors that the graph has saved. May be entered
+    again, as a second backward through the same graph does.
+    """
+
+    def __init__(self, before: list[tuple[_Buffer, Tensor]], giving: AbstractContextManager[Any]) -> None:
+        self._before = before
+        self._giving = giving
+        self._now: list[tuple[_Buffer, Tensor]] = []
+
+    def __enter__(self) -> None:
+        self._now = [(buffer, buffer.get()) for buffer, _ in self._before]
+        for buffer, value in self._before:
+            buffer.slots[buffer.name] = value.clone()
+        self._giving.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._giving.__exit__(*error)
+        for buffer, tensor in self._now:
+            buffer.slots[buffer.name] = tensor
+
+
+class _Kept:
+    """The results of kept operations in the order they ran; None in place of one that has to run again."""
+
+    def __init__(self) -> None:
+        self._results: deque[Any] = deque()
+
+    def keep(self, result: Any) -> None:
+        self._results.append(tree_map_only(Tensor, torch.detach, result))
+
+    def give(self) -> Any:
+        if not self._results:
+            raise WorkloadError(
+                "checkpointing 'selective' asked; a block ran other operations in backward than in forward, or was "
+                "taken backward twice; make its forward the same each time, or ask for none or full"
+            )
+        return self._results.popleft()
+
+    def copy_before_write(self, written: list[Any]) -> None:
+        """Part from tensors about to be written in place, as SiLU(inplace=True) after a convolution does."""
+        storages = _storages(written)
+        self._results = deque(
+            tree_map_only(Tensor, torch.clone, result) if storages & _storages(result) else result
+            for result in self._results
+        )
+
+    def let_go_of(self, output: Any) -> None:
+        """Forget what left the block, where it may be written to unseen; as the last result, nothing needs it."""
+        storages = _storages(output)
+        self._results = deque(None if storages & _storages(result) else result for result in self._results)
+
+
+def _storages(tree: Any) -> set[int]:
+    tensors = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+    return {tensor.untyped_storage()._cdata for tensor in tensors}  # noqa: SLF001 -- a storage's identity
+
+
+class _Keeping(TorchDispatchMode):
+    """Around the first run: keeps the results of the kept operations.
+
+    torch's `create_selective_checkpoint_contexts` raises where a kept result is changed in place afterwards, where a
+    weight cast by autocast is used by two blocks, and gives wrong gradients after attention with dropout, whose random
+    numbers it does not draw again. These modes do not.
+    """
+
+    def __init__(self, kept: _Kept) -> None:
+        super().__init__()
+        self._kept = kept
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        if func._schema.is_mutable:  # noqa: SLF001 -- the only place torch says so
+            self._kept.copy_before_write(_written(func, args, named))
+        result = func(*args, **named)
+        if _is_kept(func, args, named):
+            self._kept.keep(result)
+        return result
+
+
+class _Giving(TorchDispatchMode):
+    """Around the second run: gives the kept results back instead of running their operations."""
+
+    def __init__(self, kept: _Kept) -> None:
+        super().__init__()
+        self._kept = kept
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        result = self._kept.give() if _is_kept(func, args, named) else None
+        return func(*args, **named) if result is None else result
+
+
+def _is_kept(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Attention with dropout runs again: it has to draw its random numbers, so that those after it are the same."""
+    return func in KEPT_OPERATIONS and not dict(_named(func, args, kwargs)).get("dropout_p")
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    written = {a.name for a in func._schema.arguments if a.alias_info and a.alias_info.is_write}  # noqa: SLF001
+    return [value for name, value in _named(func, args, kwargs) if name in written]
+
+
+def _named(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield from zip((argument.name for argument in func._schema.arguments), args, strict=False)  # noqa: SLF001
+    yield from kwargs.items()
