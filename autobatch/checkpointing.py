@@ -66,7 +66,7 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
     """
     rows = [row for module in model.modules() if (row := _row(module))]
     longest = max(rows, key=len, default=[])
-    if len(longest) < 2:  # noqa: PLR2004 -- one module is no repetition
+    if len(longest) < 2:
         return []
     kind = type(longest[0])
     return _outermost(block for row in rows if type(row[0]) is kind for block in row)
@@ -100,7 +100,8 @@ def checkpointed(model: nn.Module, mode: Checkpointing, blocks: Sequence[nn.Modu
     with ExitStack() as stack:
         if mode != "none":
             for block in dict.fromkeys(blocks or find_blocks(model)):
-                stack.enter_context(_forward_replaced(block, _CheckpointedForward(block, selective=mode == "selective")))
+                forward = _CheckpointedForward(block, selective=mode == "selective")
+                stack.enter_context(_forward_replaced(block, forward))
         yield
 
 
@@ -144,22 +145,22 @@ class _CheckpointedForward:
             return self._forward(*args, **kwargs)
         watched = _buffers(self._block) if self._changing is None else self._changing
         before = [(buffer, buffer.get().detach().clone()) for buffer in watched]
-        if self._changing is not None:
-            return self._run(before, args, kwargs)
-        changed: list[tuple[_Buffer, Tensor]] = before.copy()
-        result = self._run(changed, args, kwargs)
-        changed[:] = [(buffer, value) for buffer, value in before if not torch.equal(buffer.get(), value)]
-        self._changing = [buffer for buffer, _ in changed]
+        result = self._checkpointed(before, args, kwargs)
+        if self._changing is None:
+            before[:] = [(buffer, value) for buffer, value in before if not torch.equal(buffer.get(), value)]
+            self._changing = [buffer for buffer, _ in before]
         return result
 
-    def _run(self, before: list[tuple[_Buffer, Tensor]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _checkpointed(
+        self, before: list[tuple[_Buffer, Tensor]], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         kept = _Kept()
-        keeping, giving = (_Keeping(kept), _Giving(kept)) if self._selective else (nullcontext(), nullcontext())
+        runs = kept.modes() if self._selective else (nullcontext(), nullcontext())
         result = checkpoint(
             partial(self._forward, **kwargs),
             *args,
             use_reentrant=False,
-            context_fn=lambda: (keeping, _SecondRun(before, giving)),
+            context_fn=lambda: (runs[0], _SecondRun(before, runs[1])),
         )
         kept.let_go_of(result)
         return result
@@ -194,33 +195,56 @@ class _SecondRun:
     again, as a second backward through the same graph does.
     """
 
-    def __init__(self, before: list[tuple[_Buffer, Tensor]], giving: AbstractContextManager[Any]) -> None:
+    def __init__(self, before: list[tuple[_Buffer, Tensor]], mode: AbstractContextManager[Any]) -> None:
         self._before = before
-        self._giving = giving
+        self._mode = mode
         self._now: list[tuple[_Buffer, Tensor]] = []
 
     def __enter__(self) -> None:
         self._now = [(buffer, buffer.get()) for buffer, _ in self._before]
         for buffer, value in self._before:
             buffer.slots[buffer.name] = value.clone()
-        self._giving.__enter__()
+        self._mode.__enter__()
 
-    def __exit__(self, *error: Any) -> None:
-        self._giving.__exit__(*error)
+    def __exit__(self, *error: object) -> None:
+        self._mode.__exit__(*error)  # type: ignore[arg-type] -- passed on as it came
         for buffer, tensor in self._now:
             buffer.slots[buffer.name] = tensor
 
 
 class _Kept:
-    """The results of kept operations in the order they ran; None in place of one that has to run again."""
+    """The results of kept operations in the order they ran; None in place of one that has to run again.
+
+    torch's `create_selective_checkpoint_contexts` raises where a kept result is changed in place afterwards and where
+    autocast casts a weight in one block and finds it cached in another, and it gives wrong gradients after attention
+    with dropout, whose random numbers it does not draw again. This does not.
+    """
 
     def __init__(self) -> None:
         self._results: deque[Any] = deque()
 
-    def keep(self, result: Any) -> None:
-        self._results.append(tree_map_only(Tensor, torch.detach, result))
+    def modes(self) -> tuple[TorchDispatchMode, TorchDispatchMode]:
+        """Around the first run, and around the second."""
+        return _Through(self._first_run), _Through(self._second_run)
 
-    def give(self) -> Any:
+    def let_go_of(self, output: Any) -> None:
+        """Forget what left the block, where it may be written to unseen; as the last result, nothing needs it."""
+        storages = _storages(output)
+        self._results = deque(None if storages & _storages(result) else result for result in self._results)
+
+    def _first_run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func._schema.is_mutable:  # noqa: SLF001 -- the only place torch says so
+            self._copy_before_write(_written(func, args, kwargs))
+        result = func(*args, **kwargs)
+        if _is_kept(func, args, kwargs):
+            self._results.append(tree_map_only(Tensor, torch.detach, result))
+        return result
+
+    def _second_run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = self._give() if _is_kept(func, args, kwargs) else None
+        return func(*args, **kwargs) if result is None else result
+
+    def _give(self) -> Any:
         if not self._results:
             raise WorkloadError(
                 "checkpointing 'selective' asked; a block ran other operations in backward than in forward, or was "
@@ -228,7 +252,7 @@ class _Kept:
             )
         return self._results.popleft()
 
-    def copy_before_write(self, written: list[Any]) -> None:
+    def _copy_before_write(self, written: list[Any]) -> None:
         """Part from tensors about to be written in place, as SiLU(inplace=True) after a convolution does."""
         storages = _storages(written)
         self._results = deque(
@@ -236,54 +260,23 @@ class _Kept:
             for result in self._results
         )
 
-    def let_go_of(self, output: Any) -> None:
-        """Forget what left the block, where it may be written to unseen; as the last result, nothing needs it."""
-        storages = _storages(output)
-        self._results = deque(None if storages & _storages(result) else result for result in self._results)
+
+class _Through(TorchDispatchMode):  # type: ignore[no-untyped-call] -- torch's __init_subclass__
+    """Runs every operation through a function of (operation, args, kwargs)."""
+
+    def __init__(self, run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] -- torch's
+        self._run = run
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self._run(func, args, kwargs or {})
 
 
 def _storages(tree: Any) -> set[int]:
     tensors = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
     return {tensor.untyped_storage()._cdata for tensor in tensors}  # noqa: SLF001 -- a storage's identity
-
-
-class _Keeping(TorchDispatchMode):
-    """Around the first run: keeps the results of the kept operations.
-
-    torch's `create_selective_checkpoint_contexts` raises where a kept result is changed in place afterwards, where a
-    weight cast by autocast is used by two blocks, and gives wrong gradients after attention with dropout, whose random
-    numbers it does not draw again. These modes do not.
-    """
-
-    def __init__(self, kept: _Kept) -> None:
-        super().__init__()
-        self._kept = kept
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        named = kwargs or {}
-        if func._schema.is_mutable:  # noqa: SLF001 -- the only place torch says so
-            self._kept.copy_before_write(_written(func, args, named))
-        result = func(*args, **named)
-        if _is_kept(func, args, named):
-            self._kept.keep(result)
-        return result
-
-
-class _Giving(TorchDispatchMode):
-    """Around the second run: gives the kept results back instead of running their operations."""
-
-    def __init__(self, kept: _Kept) -> None:
-        super().__init__()
-        self._kept = kept
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        named = kwargs or {}
-        result = self._kept.give() if _is_kept(func, args, named) else None
-        return func(*args, **named) if result is None else result
 
 
 def _is_kept(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -272,3 +272,102 @@ class Plan:
     def micro_batches(self) -> tuple[int, ...]:
         """The sizes of one optimizer step on one replica."""
         return self.chosen.candidate.split.micro_batches
+
+
+# ------------------------------------------------------------------ a plan as its file holds it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedCandidate:
+    """A candidate as a plan file lists it."""
+
+    micro_batch: int
+    accumulation: int
+    micro_batches: tuple[int, ...]
+    uniform: bool
+    checkpointing: Checkpointing
+    tokens_per_second: float | None = None  # samples per second where the unit is samples
+    samples_per_second: float | None = None
+    interval: tuple[float, float] | None = None
+    step_seconds: float | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    blocks: int = 0
+    why_not: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedGain:
+    """The chosen candidate's speed over a rival's."""
+
+    over: SavedCandidate
+    ratio: float
+    interval: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedDevice:
+    """The device of a plan."""
+
+    kind: str
+    name: str
+    capacity_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedProbe:
+    """A checkpointing mode's ceiling and what finding it cost."""
+
+    ceiling: int
+    attempts: int
+    out_of_memory: int
+    seconds: float
+    bounded_by: str
+    refused: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedSearch:
+    """What the search cost, and the noise it worked against."""
+
+    visits: int
+    seconds: float
+    noise: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedPlan:
+    """A plan as its file holds it: all that emitting and reporting need, with no device and no profile."""
+
+    target: int
+    replicas: int
+    micro_batch: int  # the largest in the split
+    accumulation: int
+    micro_batches: tuple[int, ...]
+    uniform: bool
+    checkpointing: Checkpointing
+    precision: str
+    compile: bool
+    tokens_per_second: float
+    samples_per_second: float
+    interval: tuple[float, float]
+    unit: Literal["tokens", "samples"]
+    step_seconds: float
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    budget_bytes: int
+    predicted: bool
+    device: SavedDevice
+    workload: str
+    workload_reference: str | None
+    num_parameters: int
+    units_per_sample: float
+    clip_norm: float | None
+    reached: float | None
+    gain: SavedGain | None
+    candidates: tuple[SavedCandidate, ...]
+    probe: dict[str, SavedProbe]
+    search: SavedSearch
+    why: tuple[str, ...]
+    created: str
+    versions: dict[str, str]

@@ -62,7 +62,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self._attention(self.attention_norm(x))
-        return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x))))
+        added: Tensor = self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x))))
+        return x + added
 
     def _attention(self, x: Tensor) -> Tensor:
         heads = self.query_key_value(x).unflatten(-1, (3, self.num_heads, -1))  # samples, tokens, 3, heads, width
@@ -87,7 +88,8 @@ class Gpt(nn.Module):
         x = self.embedding(ids) + self.positions.weight[: ids.size(1)]
         for block in self.blocks:
             x = block(x)
-        return F.linear(self.norm(x), self.embedding.weight)
+        logits: Tensor = F.linear(self.norm(x), self.embedding.weight)
+        return logits
 
     def _initialise(self, shape: Shape) -> None:
         """GPT-2's: N(0, 0.02), and what is added to the residual stream smaller by the root of its number of terms."""
@@ -118,7 +120,7 @@ def gpt_workload(name: str) -> Workload:
 @cache
 def text() -> Tensor:
     """The standard library's help topics, about 0.5 MB of English, as a uint8 tensor."""
-    from pydoc_data.topics import topics  # type: ignore[import-untyped]
+    from pydoc_data.topics import topics
 
     return torch.frombuffer(bytearray("\n\n".join(topics.values()), "utf-8"), dtype=torch.uint8)
 

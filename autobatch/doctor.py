@@ -1,0 +1,92 @@
+"""What this machine offers, what is in the way, and what autobatch would use: a page for a bug report."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+import psutil
+from tabulate import tabulate
+
+from autobatch.devices.cpu import cgroup_memory, cpu_info
+from autobatch.devices.registry import accelerator
+from autobatch.run import DEFAULT_HEADROOM_PERCENT, budget_bytes
+from autobatch.sizes import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PACKAGES = ("torch-autobatch", "torch", "optuna", "scipy", "nvidia-ml-py")
+
+
+def examine() -> dict[str, Any]:
+    """The facts, as one JSON-ready document: versions, the CPU, the accelerator, warnings, and what would be used."""
+    info = cpu_info()
+    limit, used = cgroup_memory()
+    found = accelerator()
+    return {
+        "versions": {"python": platform.python_version(), "platform": platform.platform(terse=True)}
+        | {package: _version(package) for package in PACKAGES},
+        "cpu": {
+            "name": info.name,
+            **info.facts,
+            "capacity_bytes": info.capacity_bytes,
+            "available_bytes": info.available_bytes,
+            "cgroup_limit_bytes": limit,
+            "cgroup_used_bytes": used if limit else None,
+        },
+        "accelerator": found,
+        "warnings": list(_warnings(found)),
+        "would_use": {
+            "device": "cpu",
+            "budget_bytes": budget_bytes(info, None, DEFAULT_HEADROOM_PERCENT),
+            "headroom_percent": DEFAULT_HEADROOM_PERCENT,
+        },
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _warnings(found: str | None) -> Iterator[str]:
+    if found:
+        yield f"an accelerator ({found}) is here; this version measures on the CPU only, by --device cpu"
+    busy = psutil.getloadavg()[0]
+    cores = os.cpu_count() or 1
+    if busy > 0.5 * cores:
+        yield f"the machine is busy (load {busy:.1f} on {cores} cores): times will be noisy"
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        yield f"OMP_NUM_THREADS is {threads}: torch will use that many threads"
+    if psutil.swap_memory().used > 1 << 30:
+        yield "more than 1 GiB is swapped out: what fits may still be slow"
+
+
+def render(facts: dict[str, Any]) -> str:
+    """The facts as a page."""
+    rows = [
+        *facts["versions"].items(),
+        ("cpu", facts["cpu"]["name"]),
+        ("cores", facts["cpu"]["cores"]),
+        ("threads", facts["cpu"]["threads"]),
+        ("memory", format_size(facts["cpu"]["capacity_bytes"])),
+        ("free for tensors", format_size(facts["cpu"]["available_bytes"])),
+        ("cgroup limit", _size_or(facts["cpu"]["cgroup_limit_bytes"], "none")),
+        ("accelerator", facts["accelerator"] or "none that torch can use"),
+        (
+            "autobatch would use",
+            f"{facts['would_use']['device']}, {format_size(facts['would_use']['budget_bytes'])} "
+            f"({facts['would_use']['headroom_percent']:g} % headroom)",
+        ),
+    ]
+    table = tabulate([(name, value or "not installed") for name, value in rows], tablefmt="plain", disable_numparse=True)
+    return "\n".join([table, *(f"warning: {text}" for text in facts["warnings"])])
+
+
+def _size_or(size: int | None, otherwise: str) -> str:
+    return format_size(size) if size else otherwise
