@@ -23,6 +23,7 @@ GALLOP = 4  # strides beyond a ceiling that was predicted too low grow by this f
 MAX_MISSED = 3  # predictions that did not fit, before bisection alone
 MAX_ATTEMPTS = 24
 MICRO_STEPS_TIMED = 2
+ATTEMPT_MICRO_STEPS = 8  # what an attempt costs at most: 2 x 2 against the budget, slowed by it, 1 discarded, 2 timed
 
 
 def find_ceiling(
@@ -177,7 +178,6 @@ class _Known:
         if last is None:
             return size
         left = allowance_seconds - sum(a.seconds for a in self.attempts)
-        if last.seconds * size / last.micro_batch <= left:
-            return size
-        reachable = int(last.micro_batch * max(left, 0) / last.seconds)
-        return reachable if reachable > self.ceiling else None
+        per_sample = ATTEMPT_MICRO_STEPS * min(last.micro_step_seconds) / last.micro_batch
+        affordable = int(min(size, max(left, 0) / per_sample))
+        return affordable if affordable > self.ceiling else None

@@ -28,6 +28,7 @@ from autobatch.errors import WorkloadError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
+    from types import TracebackType
 
     from autobatch.records import Checkpointing
 
@@ -151,9 +152,7 @@ class _CheckpointedForward:
             self._changing = [buffer for buffer, _ in before]
         return result
 
-    def _checkpointed(
-        self, before: list[tuple[_Buffer, Tensor]], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _checkpointed(self, before: list[tuple[_Buffer, Tensor]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kept = _Kept()
         runs = kept.modes() if self._selective else (nullcontext(), nullcontext())
         result = checkpoint(
@@ -201,13 +200,16 @@ class _SecondRun:
         self._now: list[tuple[_Buffer, Tensor]] = []
 
     def __enter__(self) -> None:
+        copies = [(buffer, value.clone()) for buffer, value in self._before]  # all, before any takes its place
         self._now = [(buffer, buffer.get()) for buffer, _ in self._before]
-        for buffer, value in self._before:
-            buffer.slots[buffer.name] = value.clone()
+        for buffer, copy in copies:
+            buffer.slots[buffer.name] = copy
         self._mode.__enter__()
 
-    def __exit__(self, *error: object) -> None:
-        self._mode.__exit__(*error)  # type: ignore[arg-type] -- passed on as it came
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._mode.__exit__(kind, error, traceback)
         for buffer, tensor in self._now:
             buffer.slots[buffer.name] = tensor
 
@@ -261,11 +263,11 @@ class _Kept:
         )
 
 
-class _Through(TorchDispatchMode):  # type: ignore[no-untyped-call] -- torch's __init_subclass__
+class _Through(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's __init_subclass__
     """Runs every operation through a function of (operation, args, kwargs)."""
 
     def __init__(self, run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call] -- torch's
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self._run = run
 
     def __torch_dispatch__(

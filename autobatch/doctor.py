@@ -84,7 +84,9 @@ def render(facts: dict[str, Any]) -> str:
             f"({facts['would_use']['headroom_percent']:g} % headroom)",
         ),
     ]
-    table = tabulate([(name, value or "not installed") for name, value in rows], tablefmt="plain", disable_numparse=True)
+    table = tabulate(
+        [(name, value or "not installed") for name, value in rows], tablefmt="plain", disable_numparse=True
+    )
     return "\n".join([table, *(f"warning: {text}" for text in facts["warnings"])])
 
 

@@ -93,6 +93,19 @@ def plan_document(plan: SavedPlan) -> dict[str, Any]:
     return {"schema": PLAN_SCHEMA} | document
 
 
+def probe_document(profile: Profile) -> dict[str, Any]:
+    """The probes of a profile as one JSON document: {"device": ..., "workload": ..., "probe": {mode: ...}}."""
+    document = _converter.unstructure(profile)
+    return {
+        "schema": PROFILE_SCHEMA,
+        **{key: document[key] for key in ("device", "workload", "settings", "predicted", "versions")},
+        "probe": {
+            found["checkpointing"]: found | {"out_of_memory": probe.num_out_of_memory}
+            for found, probe in zip(document["probe"], profile.probe, strict=True)
+        },
+    }
+
+
 def saved_plan(plan: Plan) -> SavedPlan:
     """What a plan's file holds of it."""
     profile, chosen = plan.profile, plan.chosen

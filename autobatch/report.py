@@ -112,7 +112,13 @@ def plan_ceilings(plan: SavedPlan) -> str:
 def probe_table(probes: Sequence[Probe], *, predicted: bool = False) -> str:
     """The ceilings of a probe, a row a checkpointing mode."""
     rows = [_probe_row(probe) for probe in probes]
-    headers = ["checkpointing", "ceiling" + (" (predicted)" if predicted else ""), "bounded by", "peak memory", "budget"]
+    headers = [
+        "checkpointing",
+        "ceiling" + (" (predicted)" if predicted else ""),
+        "bounded by",
+        "peak memory",
+        "budget",
+    ]
     headers += ["per sample", "attempts", "out of memory", "seconds"]
     return tabulate(rows, headers=headers, disable_numparse=True, colalign=("left", "right", "left", *["right"] * 6))
 

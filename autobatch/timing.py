@@ -90,6 +90,8 @@ def fit_step_times(seconds: Mapping[int, float], gamma: float) -> StepTimeModel:
     else:
         design = np.column_stack([1 / times, sizes / times])
         alpha, beta = np.linalg.lstsq(design, np.ones(len(sizes)), rcond=None)[0]
+    if beta <= 0:  # noise beyond sense: at least do not promise anything
+        alpha, beta = 0.0, min(times / sizes)
     return StepTimeModel(points=points, alpha=max(float(alpha), 0.0), beta=float(beta), gamma=gamma)
 
 
