@@ -69,26 +69,19 @@ def _warnings(found: str | None) -> Iterator[str]:
 
 def render(facts: dict[str, Any]) -> str:
     """The facts as a page."""
+    use, cpu = facts["would_use"], facts["cpu"]
+    using = f"{use['device']}, {format_size(use['budget_bytes'])} ({use['headroom_percent']:g} % headroom)"
     rows = [
         *facts["versions"].items(),
-        ("cpu", facts["cpu"]["name"]),
-        ("cores", facts["cpu"]["cores"]),
-        ("threads", facts["cpu"]["threads"]),
-        ("memory", format_size(facts["cpu"]["capacity_bytes"])),
-        ("free for tensors", format_size(facts["cpu"]["available_bytes"])),
-        ("cgroup limit", _size_or(facts["cpu"]["cgroup_limit_bytes"], "none")),
+        ("cpu", cpu["name"]),
+        ("cores", cpu["cores"]),
+        ("threads", cpu["threads"]),
+        ("memory", format_size(cpu["capacity_bytes"])),
+        ("free for tensors", format_size(cpu["available_bytes"])),
+        ("cgroup limit", format_size(cpu["cgroup_limit_bytes"]) if cpu["cgroup_limit_bytes"] else "none"),
         ("accelerator", facts["accelerator"] or "none that torch can use"),
-        (
-            "autobatch would use",
-            f"{facts['would_use']['device']}, {format_size(facts['would_use']['budget_bytes'])} "
-            f"({facts['would_use']['headroom_percent']:g} % headroom)",
-        ),
+        ("autobatch would use", using),
     ]
-    table = tabulate(
-        [(name, value or "not installed") for name, value in rows], tablefmt="plain", disable_numparse=True
-    )
+    shown = [(name, value or "not installed") for name, value in rows]
+    table = tabulate(shown, tablefmt="plain", disable_numparse=True)
     return "\n".join([table, *(f"warning: {text}" for text in facts["warnings"])])
-
-
-def _size_or(size: int | None, otherwise: str) -> str:
-    return format_size(size) if size else otherwise

@@ -193,10 +193,10 @@ def _gain_reason(profile: Profile, chosen: Measurement, gain: Gain | None) -> st
 
 def _uniformity_reason(profile: Profile, chosen: Measurement) -> str | None:
     """What staying uniform costs (or would cost), predicted from the step-time models, when more than 1 %."""
-    best = {uneven: _best_predicted(profile, uneven=uneven) for uneven in (False, True)}
-    if best[False] is None or best[True] is None:
+    best_uniform, best_uneven = (_best_predicted(profile, uneven=uneven) for uneven in (False, True))
+    if best_uniform is None or best_uneven is None:
         return None
-    (uniform, uniform_seconds), (uneven, uneven_seconds) = best[False], best[True]
+    (uniform, uniform_seconds), (uneven, uneven_seconds) = best_uniform, best_uneven
     cost = uniform_seconds / uneven_seconds - 1
     if uneven.split.uniform or cost <= 0.01:
         return None

@@ -1,4 +1,4 @@
-"""Plans and probes as a person reads them: aligned tables and a few lines. No figure has more digits than its spread."""
+"""Plans and probes as a person reads them. No figure has more digits than its spread."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ def plan_summary(plan: SavedPlan) -> str:
     measured = "predicted" if plan.predicted else "measured"
     peak = format_size(plan.peak_allocated_bytes) if plan.peak_allocated_bytes else "unknown"
     digits = _digits(plan.interval)
+    chosen = f"micro-batch {split_text(plan.micro_batches)} micro-steps{replicas} = {plan.target} samples a step"
+    speed = f"{_rounded(plan.tokens_per_second, digits)} {plan.unit}/s {measured}"
     lines = [
-        f"chosen: micro-batch {split_text(plan.micro_batches)} micro-steps{replicas} = {plan.target} samples a step, "
-        f"checkpointing {plan.checkpointing}",
-        f"        {_rounded(plan.tokens_per_second, digits)} {plan.unit}/s {measured}, peak memory {peak} of "
-        f"{format_size(plan.budget_bytes)}",
+        f"chosen: {chosen}, checkpointing {plan.checkpointing}",
+        f"        {speed}, peak memory {peak} of {format_size(plan.budget_bytes)}",
         *(f"why:    {reason}" for reason in plan.why),
     ]
     if plan.reached is not None:

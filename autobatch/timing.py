@@ -187,4 +187,4 @@ def log_ratios(seconds: Sequence[float], control: Sequence[float]) -> list[float
 
 def num_blocks(noise: float) -> int:
     """Blocks of a full race: clip(8 * (noise / 1 %)^1.5, 6, 32)."""
-    return min(max(round(8 * (noise / 0.01) ** 1.5), 6), 32)
+    return int(min(max(round(8 * (noise / 0.01) ** 1.5), 6), 32))

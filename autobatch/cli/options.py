@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DEFAULT_WORKLOAD = "gpt"
 
 
-class SizeType(click.ParamType):
+class SizeType(click.ParamType):  # type: ignore[type-arg] # generic only in new clicks
     """A memory size: 2GiB, 500MB, 1073741824."""
 
     name = "size"
@@ -32,7 +32,7 @@ class SizeType(click.ParamType):
             self.fail(str(error), param, ctx)
 
 
-class ModesType(click.ParamType):
+class ModesType(click.ParamType):  # type: ignore[type-arg] # generic only in new clicks
     """Checkpointing modes separated by commas."""
 
     name = "modes"

@@ -124,7 +124,7 @@ def storage_ledger(budget_bytes: int, held: list[torch.Tensor]) -> Iterator[Ledg
     for tensor in held:
         ledger.enter(tensor)
 
-    class Counting(TorchDispatchMode):
+    class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own is untyped
         def __torch_dispatch__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
         ) -> Any:
@@ -134,7 +134,7 @@ def storage_ledger(budget_bytes: int, held: list[torch.Tensor]) -> Iterator[Ledg
                     ledger.enter(leaf)
             return result
 
-    with Counting():
+    with Counting():  # type: ignore[no-untyped-call]
         yield ledger
 
 

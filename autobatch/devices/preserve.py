@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def rng_preserved() -> Iterator[None]:
     """Give back every RNG stream (Python, NumPy, torch on the CPU and all accelerators) bit for bit."""
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    accelerators = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    accelerators = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     try:
         yield
     finally:

@@ -183,7 +183,7 @@ def _num_elements(batch: Any) -> int:
 def _facts(
     workload: Workload, model: nn.Module, blocks: list[nn.Module] | None, reference: str | None
 ) -> WorkloadFacts:
-    refused = {mode: reason for mode in CHECKPOINTING_MODES if (reason := refusal(model, mode, blocks))}
+    refused: dict[str, str] = {mode: reason for mode in CHECKPOINTING_MODES if (reason := refusal(model, mode, blocks))}
     return WorkloadFacts(
         name=workload.name,
         reference=reference,

@@ -56,7 +56,7 @@ def micro_step(trainee: Trainee, batch: Any, *, share: float, last: bool = True)
             loss = trainee.loss(trainee.model, batch)
         _require_scalar(loss)
         weighted = loss * share
-        (trainee.scaler.scale(weighted) if trainee.scaler else weighted).backward()
+        torch.autograd.backward(trainee.scaler.scale(weighted) if trainee.scaler else weighted)
     return loss.detach()
 
 

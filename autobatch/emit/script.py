@@ -119,7 +119,8 @@ def main():
             scheduler.step()
             seconds = time.perf_counter() - began
             if rank == 0:
-                print(f"step {step}  loss {loss:.4f}  samples {samples}  {samples / seconds:,.0f} samples/s", flush=True)
+                rate = f"{samples / seconds:,.0f} samples/s"
+                print(f"step {step}  loss {loss:.4f}  samples {samples}  {rate}", flush=True)
     if world > 1:
         dist.destroy_process_group()
 

@@ -23,7 +23,7 @@ def fingerprint(model, optimizer, scaler=None):
         )
 
     parts = {
-        "state": raw({name: value for name, value in model.state_dict(keep_vars=True).items()}),
+        "state": raw(dict(model.state_dict(keep_vars=True))),
         "gradients": raw([p.grad for p in model.parameters()]),
         "optimizer": raw(optimizer.state_dict()),
         "scaler": scaler and scaler.state_dict(),
