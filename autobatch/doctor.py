@@ -8,7 +8,6 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import psutil
-from tabulate import tabulate
 
 from autobatch.devices.cpu import cgroup_memory, cpu_info
 from autobatch.devices.registry import accelerator
@@ -82,6 +81,6 @@ def render(facts: dict[str, Any]) -> str:
         ("accelerator", facts["accelerator"] or "none that torch can use"),
         ("autobatch would use", using),
     ]
-    shown = [(name, value or "not installed") for name, value in rows]
-    table = tabulate(shown, tablefmt="plain", disable_numparse=True)
-    return "\n".join([table, *(f"warning: {text}" for text in facts["warnings"])])
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{name:<{width}}  {value or 'not installed'}" for name, value in rows]
+    return "\n".join([*lines, *(f"warning: {text}" for text in facts["warnings"])])

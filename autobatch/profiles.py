@@ -21,13 +21,17 @@ from autobatch.records import (
     SavedPlan,
     SavedProbe,
     SavedSearch,
+    Split,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from autobatch.records import Candidate, DeviceInfo, Plan, RatedCandidate, Settings
 
 PROFILE_SCHEMA = "autobatch.profile/1"
 PLAN_SCHEMA = "autobatch.plan/1"
+PRECISIONS = ("fp32", "bf16", "fp16")
 
 Record = TypeVar("Record")
 _converter = make_converter()
@@ -84,7 +88,24 @@ def write_plan(plan: SavedPlan, path: Path) -> None:
 
 def read_plan(path: Path) -> SavedPlan:
     """Read a plan. Raises FileFormatError, with the file's name and the place, when it is not one."""
-    return _read(path, PLAN_SCHEMA, SavedPlan)
+    plan = _read(path, PLAN_SCHEMA, SavedPlan)
+    for place, reason in _contradictions(plan):
+        raise _broken(path, f"{reason} @ $.{place}")
+    return plan
+
+
+def _contradictions(plan: SavedPlan) -> Iterator[tuple[str, str]]:
+    """Where a plan that was edited by hand contradicts itself, and how: emitters trust what they are given."""
+    if plan.precision not in PRECISIONS:
+        yield "precision", f"{plan.precision!r} is none of {', '.join(PRECISIONS)}"
+    if plan.replicas < 1 or not plan.micro_batches or min(plan.micro_batches) < 1:
+        yield "micro_batches", "a step has at least one micro-batch of at least one sample on at least one replica"
+        return
+    split = Split(replicas=plan.replicas, micro_batches=plan.micro_batches)
+    for key in ("target", "micro_batch", "accumulation", "uniform"):
+        said, made = getattr(plan, key), getattr(split, key)
+        if said != made:
+            yield key, f"{said}, where replicas and micro_batches make it {made}"
 
 
 def plan_document(plan: SavedPlan) -> dict[str, Any]:
@@ -201,22 +222,33 @@ def _saved_candidate(rated: RatedCandidate, units_per_sample: float) -> SavedCan
 
 def require_writable(path: Path) -> None:
     """Raise UsageError unless a file can be written at that path, before work is spent on what it is to hold."""
-    folder = path.parent
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise _unwritable(path, "it is a directory" if path.is_dir() else f"{folder} cannot be written to")
+    folder = next(above for above in path.absolute().parents if above.exists())
+    try:
+        if path.is_dir():
+            raise _unwritable(path, "it is a directory")
+        trial = _temporary(folder / path.name)  # os.access says yes to root, and for folders no file can be made in
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        raise _unwritable(path, f"{folder}: {error.strerror or error}") from error
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a file under a temporary name and rename it. Raises UsageError when the path cannot be written."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _temporary(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text)
-        temporary.replace(path)
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise _unwritable(path, error.strerror or str(error)) from error
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def _unwritable(path: Path, reason: str) -> UsageError:
@@ -229,7 +261,7 @@ def _write(path: Path, document: dict[str, Any]) -> None:
 
 def _read(path: Path, schema: str, record: type[Record]) -> Record:
     try:
-        document = json.loads(path.read_text())
+        document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FileFormatError(f"{path} asked; it cannot be read ({error.strerror}); check the name") from error
     except UnicodeDecodeError as error:
@@ -244,7 +276,11 @@ def _read(path: Path, schema: str, record: type[Record]) -> Record:
         return _converter.structure(document, record)
     except (cattrs.BaseValidationError, TypeError, ValueError) as error:
         place = cattrs.transform_error(error)[0].removeprefix("unknown error ")
-        raise FileFormatError(f"{path} asked; it is broken ({place}); make it again with autobatch tune") from error
+        raise _broken(path, place) from error
+
+
+def _broken(path: Path, place: str) -> FileFormatError:
+    return FileFormatError(f"{path} asked; it is broken ({place}); make it again with autobatch tune")
 
 
 def _require_schema(path: Path, document: object, schema: str) -> None:

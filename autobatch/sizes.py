@@ -23,7 +23,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(size_bytes: float) -> str:
-    """ "1.50 GiB": three significant digits in the largest binary unit that is at least one."""
+    """ "1.50 GiB": two decimals in the largest binary unit that is at least one; whole bytes below a KiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size_bytes) < 1024:
             return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes:.2f} {unit}"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from autobatch.cli.options import debug_option
 from autobatch.errors import UsageError
 
 
@@ -14,6 +15,7 @@ from autobatch.errors import UsageError
 @click.argument("format", required=False)
 @click.option("--list", "listing", is_flag=True, help="The formats there are.")
 @click.option("--output", type=click.Path(path_type=Path), help="A file.  [default: stdout]")
+@debug_option
 def command(plan: Path | None, format: str | None, output: Path | None, listing: bool) -> None:  # noqa: A002, FBT001
     """Write PLAN (a file that `autobatch tune` wrote) in FORMAT."""
     from autobatch.emit import emit, emitters

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -46,6 +47,32 @@ class ModesType(click.ParamType):  # type: ignore[type-arg] # generic only in ne
         return modes
 
 
+def _mark_debug(ctx: click.Context, _param: click.Parameter, value: bool) -> None:  # noqa: FBT001 -- click's signature
+    if value:
+        ctx.meta["autobatch.debug"] = True
+
+
+def debug_asked(ctx: click.Context) -> bool:
+    """Whether --debug was given, before the command or after it."""
+    return bool(ctx.meta.get("autobatch.debug"))
+
+
+debug_option = click.option(
+    "--debug",
+    is_flag=True,
+    expose_value=False,
+    callback=_mark_debug,
+    help="Show autobatch's own traceback when it stops with an error.",
+)
+
+
+def _without_folders_above(_ctx: click.Context, _param: click.Parameter, reference: str) -> str:
+    """A file below the current directory by its relative path: plans and profiles name no user's folders."""
+    place, separator, name = reference.rpartition(":")
+    path, here = Path(place), Path.cwd()
+    return f"{path.relative_to(here)}{separator}{name}" if separator and path.is_relative_to(here) else reference
+
+
 def shared_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that both tune and probe have."""
     for option in reversed(_SHARED):
@@ -57,6 +84,7 @@ _SHARED = [
     click.option(
         "--workload",
         default=DEFAULT_WORKLOAD,
+        callback=_without_folders_above,
         metavar="FILE.py:NAME|module:NAME|NAME",
         help=f"What is trained. Embedded: {', '.join(EMBEDDED)}.  [default: {DEFAULT_WORKLOAD}]",
     ),
@@ -78,6 +106,7 @@ _SHARED = [
     click.option("--seed", type=int, help="Of weights, data and the order of visits.  [default: 0]"),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else there."),
     click.option("--quiet", is_flag=True, help="No progress on stderr."),
+    debug_option,
 ]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autobatch.cli.options import given, note_default_workload, progress_shown, shared_options
-from autobatch.errors import Stopped
+from autobatch.errors import Stopped, UsageError
 
 if TYPE_CHECKING:
     from autobatch.records import Plan
@@ -42,16 +42,14 @@ def command(
     Prints the candidates that were raced and the choice; the plan goes to --output, the profile of what was measured to
     --profile-dir.
     """
-    from autobatch.emit import default_file, require_format
     from autobatch.pipeline import tune
     from autobatch.profiles import default_profile_dir, require_writable
 
     _quiet_optuna()
-    wanted = {name: Path(file or default_file(name)) for name, _, file in (text.partition(":") for text in emits)}
-    for name in wanted:
-        require_format(name)
+    wanted = _wanted(emits)
     profile_dir = profile_dir or default_profile_dir()
-    for path in (output, profile_dir / "profile.json", *wanted.values()):
+    _require_distinct([output, *(path for _, path in wanted)])
+    for path in (output, profile_dir / "profile.json", *(path for _, path in wanted)):
         require_writable(path)
     note_default_workload(workload, quiet=quiet)
     try:
@@ -59,40 +57,53 @@ def command(
             plan = tune(workload, target, profile_dir=profile_dir, progress=progress, **given(options))
     except Stopped as stopped:
         if stopped.plan:
-            _deliver(stopped.plan, output, wanted, profile_dir, as_json=as_json)
+            _deliver(stopped.plan, output, _recorded(stopped.plan, workload, profile_dir), wanted, as_json=as_json)
         raise
-    _deliver(plan, output, wanted, profile_dir, as_json=as_json)
+    _deliver(plan, output, _recorded(plan, workload, profile_dir), wanted, as_json=as_json)
 
 
-def _deliver(plan: Plan, output: Path, wanted: dict[str, Path], profile_dir: Path, *, as_json: bool) -> None:
-    """Write the plan and the formats asked for, print the result, and last what was written where."""
+def _recorded(plan: Plan, workload: str, profile_dir: Path) -> Path:
+    """Where the run wrote its profile."""
+    from autobatch.profiles import profile_path
+
+    return profile_path(profile_dir, plan.profile.device, workload, plan.profile.settings)
+
+
+def _wanted(emits: tuple[str, ...]) -> list[tuple[str, Path]]:
+    """Formats and their files, from "FORMAT" or "FORMAT:FILE". Raises UsageError for an unknown format."""
+    from autobatch.emit import default_file, require_format
+
+    wanted = [(name, Path(file or default_file(name))) for name, _, file in (text.partition(":") for text in emits)]
+    for name, _ in wanted:
+        require_format(name)
+    return wanted
+
+
+def _require_distinct(paths: list[Path]) -> None:
+    for path in paths:
+        if paths.count(path) > 1:
+            raise UsageError(f"output {path} asked twice; one would overwrite the other; name another file")
+
+
+def _deliver(plan: Plan, output: Path, profile: Path, wanted: list[tuple[str, Path]], *, as_json: bool) -> None:
+    """Write the plan, print the result, write the formats asked for, and print last what was written where."""
     from autobatch.emit import emit
     from autobatch.profiles import plan_document, saved_plan, write_plan, write_text
     from autobatch.report import plan_ceilings, plan_summary, plan_table
 
     saved = saved_plan(plan)
-    written = [f"plan     {output}", f"profile  {profile_dir}{'/'}{_profile_name(plan)}"]
     write_plan(saved, output)
-    for name, path in wanted.items():
-        write_text(path, emit(saved, name))
-        written.append(f"{name:<8} {path}")
     if as_json:
         click.echo(json.dumps(plan_document(saved), indent=1))
     else:
         click.echo(f"{saved.workload} ({saved.num_parameters:,} parameters, {saved.precision}) on {saved.device.name}")
         click.echo(f"{plan_ceilings(saved)}\n\n{plan_table(saved)}\n\n{plan_summary(saved)}\n")
-        if "script" not in wanted:
-            click.echo(f"next:   autobatch emit {output} script   writes a training script that follows this plan\n")
-    for line in written:
-        click.echo(line, err=as_json)
-
-
-def _profile_name(plan: Plan) -> str:
-    from autobatch.profiles import profile_path
-
-    profile = plan.profile
-    reference = profile.workload.reference or profile.workload.name
-    return profile_path(Path(), profile.device, reference, profile.settings).name
+        if "script" not in (name for name, _ in wanted):
+            click.echo(f"next:   autobatch emit {output} script   prints a training script that follows this plan\n")
+    for name, path in wanted:
+        write_text(path, emit(saved, name))
+    for name, path in [("plan", output), ("profile", profile), *wanted]:
+        click.echo(f"{name:<8} {path}", err=as_json)
 
 
 def _quiet_optuna() -> None:

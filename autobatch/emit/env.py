@@ -23,4 +23,5 @@ def emit(plan: SavedPlan) -> str:
         "PREDICTED": int(plan.predicted),
     }
     lines = [f"export AUTOBATCH_{name}={shlex.quote(str(value))}" for name, value in variables.items()]
-    return "\n".join([f"# {plan.workload}: effective batch {plan.target}. Use: . ./autobatch.env", *lines]) + "\n"
+    name = " ".join(plan.workload.split())  # a comment ends with its line
+    return "\n".join([f"# {name}: effective batch {plan.target}. Use: . ./autobatch.env", *lines]) + "\n"
