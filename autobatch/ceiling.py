@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
-from autobatch.memory import fit_memory, is_affine, predicted_ceiling
+from autobatch.memory import fit_memory, is_affine, longest_stride, predicted_ceiling
 from autobatch.records import Attempt, Checkpointing, Probe, Reading, Visit
 
 if TYPE_CHECKING:
     from autobatch.devices import Session
 
 FIRST = 2  # a micro-batch of 1 breaks BatchNorm and lies off the affine line
-LARGEST_STRIDE = 16  # a prediction is trusted up to this many times the largest size that ran
+NEARLY = 1.02  # a refuted prediction this near the size that failed was right but for rounding
 GALLOP = 4  # strides beyond a ceiling that was predicted too low grow by this factor
 MAX_MISSED = 3  # predictions that did not fit, before bisection alone
 MAX_ATTEMPTS = 24
@@ -147,27 +147,30 @@ class _Known:
     def _within(self, low: int, high: int) -> int:
         """After a prediction that did not fit: just below it, or what is sure to fit, or a better prediction."""
         halfway = (low + high) // 2
+        predicted = self._predicted(capped=False)
         if self.num_missed > MAX_MISSED:
             return halfway
         if self.attempts[-1].fits:
-            guess = self._predicted()
-            return max(guess, low + 1) if low <= guess < high else halfway
-        if is_affine(self.peaks):
-            return high - 1 if self.num_missed == 1 else halfway
-        return min(max(self._safe(), low + 1), high - 1)
+            if predicted == low and not self.num_exceeded:
+                return low + 1
+            return predicted if low < predicted < high else halfway
+        if not is_affine(self.peaks) and self._safe() > low:
+            return min(self._safe(), high - 1)
+        nearly_right = self.num_missed == 1 and predicted <= NEARLY * high
+        return high - 1 if nearly_right else halfway
 
     def _safe(self) -> int:
         """The largest size that must fit if memory is affine with a fixed part >= 0."""
         low, peaks = self.ceiling, self.peaks
         return int(low * self.budget_bytes // peaks[low]) if low in peaks else 2 * low
 
-    def _predicted(self) -> int:
-        """The ceiling by the line through the largest sizes that ran, within a stride that their number allows."""
+    def _predicted(self, *, capped: bool = True) -> int:
+        """The ceiling by the line through the largest sizes that ran, within a stride that the evidence allows."""
         model = fit_memory(self.peaks)
         if model is None:  # one attempt, or flat so far
             return self._safe() if len(self.peaks) < 2 else max(self._safe(), 2 * self.ceiling)
-        stride = LARGEST_STRIDE if is_affine(self.peaks) else 2
-        return min(predicted_ceiling(model, self.budget_bytes), stride * self.ceiling)
+        predicted = predicted_ceiling(model, self.budget_bytes)
+        return min(predicted, longest_stride(self.peaks) * self.ceiling) if capped else predicted
 
     def affordable(self, size: int, allowance_seconds: float) -> int | None:
         """`size`, or the largest below it that the seconds left allow; None when that is nothing new.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from math import inf
 from typing import TYPE_CHECKING
 
 from autobatch.records import MemoryModel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 WELL_APART = 0.75
 """A second size to draw a line through is at most this share of the first: neighbours give slopes of noise."""
@@ -38,13 +40,32 @@ def predicted_ceiling(model: MemoryModel, budget_bytes: int) -> int:
     return int((budget_bytes - model.fixed_bytes) // model.per_sample_bytes)
 
 
+def well_apart(sizes: Iterable[int]) -> list[int]:
+    """From the largest down, the sizes that are each at most WELL_APART of the one before."""
+    kept: list[int] = []
+    for size in sorted(sizes, reverse=True):
+        if not kept or size <= WELL_APART * kept[-1]:
+            kept.append(size)
+    return kept
+
+
 def is_affine(peaks: Mapping[int, int]) -> bool:
     """Whether the two topmost segments rise alike (within 10 %), or there is only one.
 
     They do not where another phase makes the peak of small sizes, such as the optimizer step.
     """
-    model = fit_memory(peaks)
-    below = fit_memory({size: peak for size, peak in peaks.items() if size <= WELL_APART * max(peaks)})
-    if len(peaks) <= 2 or model is None:
+    sizes = well_apart(peaks)[:3]
+    if len(sizes) < 3:
         return True
-    return below is not None and abs(model.per_sample_bytes / below.per_sample_bytes - 1) <= 0.10
+    upper, lower = ((peaks[a] - peaks[b]) / (a - b) for a, b in pairwise(sizes))
+    return lower > 0 and abs(upper / lower - 1) <= 0.10
+
+
+def longest_stride(peaks: Mapping[int, int]) -> float:
+    """How many times the largest size that ran a prediction may be trusted: more evidence, longer strides."""
+    sizes = well_apart(peaks)
+    if not is_affine(peaks):
+        return 2
+    if len(sizes) > 2:
+        return inf
+    return 16 if sizes[0] >= 2 * sizes[-1] else 4

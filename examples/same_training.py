@@ -4,6 +4,12 @@
 
 Trains the embedded gpt-nano as 256x1, 32x8 and 8x32 (micro-batch x accumulation) from the same seed on the same samples
 in the same order. The splits take turns at every step, so that a change of the machine's speed meets all three.
+
+Measured with that command on 2 cores of an AMD EPYC, torch 2.13.0+cpu, 2 threads: the losses fall from 5.4856 to 3.2876
+and are never further apart than 1.9e-6 of themselves, the same in 10 runs. That is rounding: with
+torch.set_default_dtype(torch.float64) before main() it is 1.1e-15.
+In 7 of them 32x8 was 1.16 to 1.50 times as fast as 256x1, and 8x32 1.01 to 1.31 times. In the other 3, during which
+further processes held the cores, 256x1 was the fastest.
 """
 
 import argparse

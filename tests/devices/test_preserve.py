@@ -49,7 +49,7 @@ def live():
     return model, optimizer
 
 
-OPTIONS = {"device": "cpu", "memory_limit": 64 << 20, "time_budget": 3.0}
+OPTIONS = {"device": "cpu", "memory_limit": 64 << 20, "time_budget": 60.0}
 
 
 def test_two_embedded_tunes_leave_everything_bit_identical(live):
