@@ -62,11 +62,23 @@ class StepTimeModel:
         return max(self.alpha + self.beta * micro_batch, CREDIT_BEYOND * per_sample * micro_batch)
 
     def optimistic_micro_step_seconds(self, micro_batch: int) -> float:
-        """What a size that was not measured could at best take: the line, but at most 3 % below the chord."""
+        """What a size that was not measured could at best take: at most 3 % below its better neighbour's speed.
+
+        A pressed or slow upper neighbour says nothing about the sizes below it, so the chord to it does not count.
+        """
         chord = self.micro_step_seconds(micro_batch)
-        if any(size == micro_batch for size, _ in self.points):
+        neighbours = self._neighbours(micro_batch)
+        if not neighbours:
             return chord
-        return max(min(chord, self.alpha + self.beta * micro_batch), CREDIT_BEYOND * chord)
+        best = micro_batch * min(_per_sample(point) for point in neighbours)
+        return max(min(chord, self.alpha + self.beta * micro_batch), CREDIT_BEYOND * best)
+
+    def _neighbours(self, micro_batch: int) -> list[tuple[int, float]]:
+        """The points measured next below and next above; none for a size that was measured itself."""
+        below = [point for point in self.points if point[0] < micro_batch]
+        above = [point for point in self.points if point[0] > micro_batch]
+        measured = len(below) + len(above) < len(self.points)
+        return [] if measured else [*below[-1:], *above[:1]]
 
     def step_seconds(self, split: Split, *, optimistic: bool = False) -> float:
         """Seconds of one whole optimizer step on one replica."""
@@ -99,7 +111,7 @@ def _clean(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     floor = points[0][1] * FLAT
     above = [point for point in points[1:] if point[1] >= floor]
     kept = above if len(above) >= 2 else [points[0], *above] if above else list(points)
-    while len(kept) > 2 and _per_sample(kept[-1]) > PRESSED * _per_sample(kept[-2]):
+    while len(kept) > 1 and _per_sample(kept[-1]) > PRESSED * _per_sample(kept[-2]):
         kept.pop()
     return kept
 
