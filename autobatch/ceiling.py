@@ -170,7 +170,7 @@ class _Known:
         if model is None:  # one attempt, or flat so far
             return self._safe() if len(self.peaks) < 2 else max(self._safe(), 2 * self.ceiling)
         predicted = predicted_ceiling(model, self.budget_bytes)
-        return min(predicted, longest_stride(self.peaks) * self.ceiling) if capped else predicted
+        return int(min(predicted, longest_stride(self.peaks) * self.ceiling)) if capped else predicted
 
     def affordable(self, size: int, allowance_seconds: float) -> int | None:
         """`size`, or the largest below it that the seconds left allow; None when that is nothing new.

@@ -77,7 +77,7 @@ def decide(raced: Sequence[Measurement], noise: float) -> Measurement:
 
     def indifferent(measurement: Measurement) -> bool:
         ratios = _paired(measurement, leader)
-        return location(ratios) + standard_error(ratios, noise) <= INDIFFERENCE
+        return location(ratios) + 2 * standard_error(ratios, noise * math.sqrt(2)) <= INDIFFERENCE
 
     equals = [m for m in raced if m is leader or indifferent(m)]
     return min(equals, key=lambda m: m.peak_allocated_bytes or math.inf)

@@ -11,6 +11,7 @@ import math
 import random
 import warnings
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING
 
 import optuna
@@ -20,6 +21,7 @@ from autobatch.records import CHECKPOINTING_MODES, Candidate, Confirmation, Meas
 from autobatch.timing import (
     INDIFFERENCE,
     STARTUP_BLOCKS,
+    between_visits,
     location,
     log_ratios,
     num_blocks,
@@ -33,9 +35,9 @@ if TYPE_CHECKING:
     from autobatch.records import Attempt, Checkpointing, Outcome, Probe, Split
     from autobatch.timing import StepTimeModel, TimeBudget
 
-HOPELESS = 1.25  # a mode whose time per sample is this much above the best's is not bracketed further
-LARGEST_SHORTLIST = 6
-QUIET_VISIT, NOISY_VISIT = 4, 8  # micro-steps timed in a visit, below and above 1 % noise
+HOPELESS = 1.6  # a mode whose time per sample is this much above the best's is not bracketed further
+LARGEST_SHORTLIST = 9
+QUIET_VISIT, NOISY_VISIT = 4, 4  # micro-steps timed in a visit, below and above 1 % noise
 CONFIRM_SHARE = 0.25  # of the seconds left before the race
 CONFIRM_ORDER = (True, False, False, True)  # ABBA: a linear drift cancels
 
@@ -150,13 +152,14 @@ def race(
     order = random.Random(seed)  # noqa: S311 -- an order of visits, not a secret
     lanes = [_Lane(candidate=c, peak=_known_peak(c, probes)) for c in candidates]
     ledger: _Ledger | None = None
-    for block in range(num_blocks(noise)):
+    for block in range(num_blocks(inf)):
         living = [lane for lane in lanes if lane.living]
+        noise = max(noise, between_visits(m.step_seconds for m in lanes))
         if block and not _worth_another(living, block, noise, budget.remaining_seconds - reserve):
             break
         for lane in order.sample(living, len(living)):
             lane.visit(session, num_timed)
-        ledger = ledger or _Ledger(storage, study_name, lanes, num_blocks(noise))
+        ledger = ledger or _Ledger(storage, study_name, lanes, num_blocks(inf))
         ledger.report(block)
         on_block(tuple(lane.measurement for lane in lanes))
     if ledger:
@@ -252,14 +255,15 @@ def _affordable(
 
 def _worth_another(living: Sequence[_Lane], block: int, noise: float, seconds: float) -> bool:
     affordable = sum(lane.visit_seconds for lane in living) <= seconds
-    return affordable and len(living) > 1 and not (block >= STARTUP_BLOCKS and _decided(living, noise))
+    enough = block >= num_blocks(noise) or (block >= STARTUP_BLOCKS and _decided(living, noise))
+    return affordable and len(living) > 1 and not enough
 
 
 def _decided(living: Sequence[_Lane], noise: float) -> bool:
     """Nobody living can beat the leader by 1 %."""
     leader = min(living, key=lambda lane: location([math.log(s) for s in lane.step_seconds]))
     return all(
-        location(ratios) - 2 * standard_error(ratios, noise) > -INDIFFERENCE
+        location(ratios) - 2 * standard_error(ratios, noise * math.sqrt(2)) > -INDIFFERENCE
         for lane in living
         if lane is not leader
         for ratios in [log_ratios(lane.step_seconds, leader.step_seconds)]

@@ -166,6 +166,19 @@ def relative_noise(repeats: Iterable[Sequence[float]]) -> float:
     return float(np.median(ratios)) / (0.6745 * math.sqrt(2)) if ratios else 0.01
 
 
+def between_visits(series: Iterable[Sequence[float]]) -> float:
+    """Relative standard deviation of one visit, from the seconds of a race: lanes that start at the same block.
+
+    The median absolute deviation of the log ratios to the longest lane, scaled for a normal distribution, over sqrt(2):
+    drift that all share cancels, outliers do not count. It is more than what repeats inside a visit show, which share
+    the visit's own disturbance. 0.0 before the third block.
+    """
+    lanes = sorted((lane for lane in series if len(lane) > 2), key=len, reverse=True)
+    ratios = [log_ratios(lane, lanes[0]) for lane in lanes[1:]]
+    deviations = [abs(value - np.median(ratio)) for ratio in ratios for value in ratio]
+    return float(1.4826 * np.median(deviations)) / math.sqrt(2) if deviations else 0.0
+
+
 def location(values: Sequence[float]) -> float:
     """The Hodges-Lehmann estimate: the median of all pairwise means. Robust, and nearly as sharp as the mean."""
     array = np.asarray(values, dtype=float)
@@ -199,4 +212,4 @@ def log_ratios(seconds: Sequence[float], control: Sequence[float]) -> list[float
 
 def num_blocks(noise: float) -> int:
     """Blocks of a full race: clip(8 * (noise / 1 %)^1.5, 6, 32)."""
-    return int(min(max(round(8 * (noise / 0.01) ** 1.5), 6), 32))
+    return int(min(max(8 * (noise / 0.01) ** 1.5 + 0.5, 6), 32))

@@ -9,6 +9,7 @@ from autobatch.records import Split
 from autobatch.splits import balanced
 from autobatch.timing import (
     TimeBudget,
+    between_visits,
     fit_step_times,
     location,
     log_interval,
@@ -48,7 +49,21 @@ def test_never_credits_more_than_three_percent_beyond_what_was_measured():
     model = fit_step_times({16: 0.16 + 0.1, 32: 0.32 + 0.1}, 0)
     assert model.micro_step_seconds(64) / 64 >= 0.97 * (0.42 / 32)
     pressed = fit_step_times({25: 0.35, 50: 0.6, 100: 1.1, 200: 3.0}, 0)
-    assert pressed.optimistic_micro_step_seconds(150) == pytest.approx(0.97 * pressed.micro_step_seconds(150))
+    assert pressed.optimistic_micro_step_seconds(150) / 150 >= 0.97 * (1.1 / 100)
+
+
+def test_a_pressed_top_point_does_not_hide_the_sizes_below_it():
+    pressed = fit_step_times({25: 0.35, 50: 0.6, 100: 1.1, 200: 3.0}, 0)
+    assert pressed.optimistic_micro_step_seconds(190) < 0.8 * pressed.micro_step_seconds(190)
+    assert pressed.optimistic_micro_step_seconds(200) == 3.0
+
+
+def test_noise_between_visits_is_seen_where_repeats_inside_one_do_not_show_it():
+    noise = random.Random(3)
+    drift = [1 + 0.01 * block for block in range(30)]
+    lanes = [[d * math.exp(noise.gauss(0, 0.02)) for d in drift] for _ in range(5)]
+    assert between_visits(lanes) == pytest.approx(0.02, rel=0.3)
+    assert between_visits([[1.0, 1.1], [1.0, 1.2]]) == 0.0
 
 
 @given(st.floats(0.002, 0.05), st.integers(0, 100))
