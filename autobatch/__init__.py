@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from autobatch.checkpointing import checkpointed
     from autobatch.errors import (
         AutobatchError,
         DeviceError,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
         WorkloadError,
     )
     from autobatch.pipeline import probe, tune
+    from autobatch.profiles import read_plan
     from autobatch.records import Plan, Profile
     from autobatch.training import TrainingStep
     from autobatch.workload import Workload
@@ -37,7 +39,9 @@ _HOMES = {
     "UserCodeError": "errors",
     "Workload": "workload",
     "WorkloadError": "errors",
+    "checkpointed": "checkpointing",
     "probe": "pipeline",
+    "read_plan": "profiles",
     "tune": "pipeline",
 }
 
@@ -54,7 +58,9 @@ __all__ = [
     "UserCodeError",
     "Workload",
     "WorkloadError",
+    "checkpointed",
     "probe",
+    "read_plan",
     "tune",
 ]
 

@@ -159,6 +159,9 @@ def _reasons(profile: Profile, chosen: Measurement, raced: Sequence[Measurement]
         yield reason
     if reason := _evidence_reason(profile, chosen, raced):
         yield reason
+    for probe in profile.probe:
+        if probe.ceiling and probe.bounded_by in ("time", "attempts"):
+            yield f"checkpointing {probe.checkpointing} may fit more than {probe.ceiling}: {_ran_out(profile)} there"
     if profile.settings.replicas > 1:
         yield "one replica was measured: the exchange of gradients between replicas is not in these figures"
 
@@ -179,7 +182,7 @@ def _gain_reason(profile: Profile, chosen: Measurement, gain: Gain | None) -> st
     if gain is None:
         if profile.confirmation or rival_of(profile, chosen.candidate) is None:
             return "no gain over the largest that fits: it is the choice"
-        return "the gain over the largest that fits was not confirmed: no time was left for it"
+        return f"the gain over the largest that fits was not confirmed: {_ran_out(profile)}"
     pairs = len(profile.confirmation.chosen_seconds) if profile.confirmation else 1
     detectable = 2 * 1.05 * profile.noise * math.sqrt(2 / pairs)
     if abs(math.log(gain.ratio)) < detectable:
@@ -197,10 +200,12 @@ def _uniformity_reason(profile: Profile, chosen: Measurement) -> str | None:
     if best_uniform is None or best_uneven is None:
         return None
     (uniform, uniform_seconds), (uneven, uneven_seconds) = best_uniform, best_uneven
-    cost = uniform_seconds / uneven_seconds - 1
+    seconds = math.exp(location([math.log(s) for s in chosen.step_seconds]))
+    stays_uniform = chosen.candidate.split.uniform and not profile.settings.uneven
+    cost = seconds / uneven_seconds - 1 if stays_uniform else uniform_seconds / seconds - 1
     if uneven.split.uniform or cost <= 0.01:
         return None
-    if chosen.candidate.split.uniform and not profile.settings.uneven:
+    if stays_uniform:
         return f"staying uniform costs {100 * cost:.0f} % (predicted): --uneven would allow {described(uneven)}"
     return f"a uniform split ({described(uniform)}) would cost {100 * cost:.0f} % (predicted)"
 
@@ -221,10 +226,14 @@ def _evidence_reason(profile: Profile, chosen: Measurement, raced: Sequence[Meas
     blocks = len(chosen.step_seconds)
     if len(raced) > 1 and blocks < STARTUP_BLOCKS:
         return (
-            f"decided on {blocks} of {num_blocks(profile.noise)} blocks, all that the time allowed: "
-            "the intervals are wide for it, and more --time-budget makes the pick surer"
+            f"decided on {blocks} of {num_blocks(profile.noise)} blocks, since {_ran_out(profile)}: the intervals are "
+            "wide for it, and more time makes the pick surer"
         )
     return None
+
+
+def _ran_out(profile: Profile) -> str:
+    return "the time budget was spent" if profile.complete else "the run was stopped"
 
 
 def described(candidate: Candidate) -> str:

@@ -273,6 +273,16 @@ class Plan:
         """The sizes of one optimizer step on one replica."""
         return self.chosen.candidate.split.micro_batches
 
+    @property
+    def accumulation(self) -> int:
+        """Micro-steps of one optimizer step."""
+        return self.chosen.candidate.split.accumulation
+
+    @property
+    def checkpointing(self) -> Checkpointing:
+        """The chosen activation-checkpointing mode."""
+        return self.chosen.candidate.checkpointing
+
 
 # ------------------------------------------------------------------ a plan as its file holds it
 

@@ -48,7 +48,8 @@ class TrainingStep:
 
     The loss of each micro-batch counts by its `weight` (what its mean is over; default: its samples), over the whole
     optimizer step and all ranks, so that the gradient is that of the whole batch. Clips, steps and zeroes the
-    gradients; under DistributedDataParallel gradients are exchanged in the last micro-step only.
+    gradients; under DistributedDataParallel gradients are exchanged in the last micro-step only. Checkpointing is put
+    on the model, not here: train inside `with autobatch.checkpointed(model, plan.checkpointing)`.
     """
 
     def __init__(

@@ -92,7 +92,7 @@ def test_a_winner_that_whole_steps_refute_gives_way_to_its_rival():
 
 def test_less_evidence_is_said_and_widens_the_interval():
     rich, poor = plans.plan(), plans.plan(time_budget_seconds=1.0)
-    assert any("blocks, all that the time allowed" in reason for reason in poor.why)
+    assert any("blocks, since the time budget was spent" in reason for reason in poor.why)
 
     def width(plan):
         return math.log(plan.chosen.interval[1] / plan.chosen.interval[0])
