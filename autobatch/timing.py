@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autobatch.memory import WELL_APART
+from autobatch.memory import well_apart
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -96,7 +96,9 @@ def fit_step_times(seconds: Mapping[int, float], gamma: float) -> StepTimeModel:
     `seconds` maps a micro-batch (at least one) to the seconds of its micro-step.
     """
     points = tuple(sorted(seconds.items()))
-    sizes, times = (np.array(column, dtype=float) for column in zip(*_well_apart(_clean(points))[:3], strict=True))
+    clean = dict(_clean(points))
+    sizes = np.array(well_apart(clean)[:3], dtype=float)
+    times = np.array([clean[int(size)] for size in sizes])
     if len(sizes) == 1:
         alpha, beta = 0.0, times[0] / sizes[0]
     else:
@@ -113,15 +115,6 @@ def _clean(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     kept = above if len(above) >= 2 else [points[0], *above] if above else list(points)
     while len(kept) > 1 and _per_sample(kept[-1]) > PRESSED * _per_sample(kept[-2]):
         kept.pop()
-    return kept
-
-
-def _well_apart(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """From the largest down, each at most WELL_APART of the one before: neighbours give slopes of noise."""
-    kept = [points[-1]]
-    for point in reversed(points[:-1]):
-        if point[0] <= WELL_APART * kept[-1][0]:
-            kept.append(point)
     return kept
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 CGROUP = Path("/sys/fs/cgroup")
 WORKER_BYTES = 400 << 20
-"""Resident size of a worker with torch loaded, before it holds any tensor (measured by tests/devices/test_cpu.py)."""
+"""Resident size of a worker with torch loaded, before it holds any tensor (held by tests/devices/test_worker.py)."""
 
 
 class CpuDevice:

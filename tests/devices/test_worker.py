@@ -1,9 +1,11 @@
-import os
+import subprocess
+import sys
 import time
 
 import psutil
 import pytest
 
+from autobatch.devices.cpu import WORKER_BYTES
 from autobatch.devices.worker import Order, worker_session
 from autobatch.errors import DeviceError, UsageError, UserCodeError, WorkloadError
 from autobatch.records import Reading, Rejection, Visit
@@ -108,5 +110,21 @@ def test_what_the_users_code_prints_does_not_reach_stdout(capfd):
     assert "printed by the user's code" not in printed.out
 
 
-def test_the_parent_stays_light():
-    assert os.getpid() != 0
+def test_the_parent_never_imports_torch():
+    code = (
+        "import sys\n"
+        "from autobatch.devices.worker import Order, worker_session\n"
+        "order = Order(device='cpu', reference='tests/toys.py:workload', budget_bytes=1 << 30, seed=0)\n"
+        "with worker_session(order, visit_limit_seconds=60) as session:\n"
+        "    assert session.facts.name == 'toy'\n"
+        "sys.exit('torch' in sys.modules)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_worker_with_torch_loaded_takes_what_the_cpu_reserves_for_it():
+    before = {p.pid for p in psutil.Process().children()}
+    with worker_session(order(), visit_limit_seconds=60):
+        (worker,) = [p for p in psutil.Process().children() if p.pid not in before]
+        resident = worker.memory_info().rss
+    assert 0.25 * WORKER_BYTES < resident <= WORKER_BYTES
